@@ -145,9 +145,9 @@ def table(rows: list[Row]) -> str:
     over = [row for row in rows if not row.fits]
     lines += [
         "",
-        f"Of {len(rows)} pairs {len(rows) - len(over)} fit. Of the other {len(over)}, options about "
-        f"memory would make {len(missed)} fit. In {len(slower)} a fitting row of the table is "
-        "faster than the plan.",
+        f"Of {len(rows)} pairs {len(rows) - len(over)} fit. Of the other {len(over)}, options "
+        f"about memory would make {len(missed)} fit. In {len(slower)} a fitting row of the table "
+        "is faster than the plan.",
     ]
     return "\n".join(lines)
 

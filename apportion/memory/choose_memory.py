@@ -62,8 +62,8 @@ def choose_memory(
     kept: RecomputeOutcome,
     run: Simulate,
     recomputes: bool = True,
-    is_late: Callable[[], bool] = lambda: False,
     tries: int = 15,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> MemoryChoice:
     """The fastest decision that was found to fit, or the one that is least over. `kept` is the step
     in which everything is kept; `recomputes`: whether Ops may be recomputed too; `tries` decisions

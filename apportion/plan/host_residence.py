@@ -116,7 +116,11 @@ class _Residence:
     """Decisions about one Candidate."""
 
     def __init__(
-        self, request: PlanRequest, start: Candidate, modes: MemoryModes, ends: float
+        self,
+        request: PlanRequest,
+        start: Candidate,
+        modes: MemoryModes,
+        ends: float = math.inf,
     ) -> None:
         self.request, self.start, self.modes, self.ends = request, start, modes, ends
         over = excess(request, start)

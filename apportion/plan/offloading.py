@@ -110,7 +110,7 @@ class _Trade:
             choose_by_model(
                 self.model, kept, lambda ops: self.outcome(MemoryDecision(ops)), self._is_late
             )
-        choose_memory(graph, costs, self.way, kept, self.outcome, recomputes, self._is_late)
+        choose_memory(graph, costs, self.way, kept, self.outcome, recomputes, is_late=self._is_late)
         return min(self.known, key=lambda one: self.outcome(one).rank)
 
     def _is_late(self) -> bool:

@@ -15,6 +15,7 @@ import apportion as ap
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.machine.cluster import cluster
+from apportion.plan.auto import Selection
 from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import SearchLog, candidates
 from apportion.plan.make_plan import compare_methods, make_plan, plan_request
@@ -136,17 +137,31 @@ def test_the_plan_of_another_step_is_refused(step: Program) -> None:
 
 @pytest.mark.slow
 def test_other_starts_are_tried_only_while_there_is_time() -> None:
-    """Each takes as long as the first; but where that does not fit, they are tried all the same."""
+    """Each takes as long as the first; but where that does not fit, they are tried all the same.
+    Where something fits, one is tried only if it promises to be quicker."""
     graph, place = captured("gpt2:tiny")[0], ap.cluster("2xh100")
     whole = max(make_plan(graph, place, "data", 0.0).predicted.peak_bytes)
     for limit, ends, decided in ((whole, -math.inf, 1), (whole, math.inf, 2), (1, -math.inf, 2)):
         request = plan_request(graph, place, limit, 0, None, None, None)
-        (best,) = candidates(request, "data", 0.0, SearchLog())
+        starts = [next(candidates(request, name, 0.0, SearchLog())) for name in ("fsdp", "data")]
         asked: list[str] = []
 
         def decide(start: Candidate, asked: list[str] = asked) -> Candidate:
             asked.append(start.method)
             return start
 
-        best_decided(request, best, True, decide, ends)
-        assert asked == ["data", "fsdp"][:decided]
+        best_decided(request, Selection(starts[0], starts=(starts[1],)), True, decide, ends)
+        assert asked == ["fsdp", "data"][:decided]
+
+
+@pytest.mark.slow
+def test_the_table_of_methods_shows_what_was_decided_about_memory() -> None:
+    """A plan that recomputes stands in its own table, which no row that fits is quicker than."""
+    graph, place = captured("gpt2:tiny")[0], ap.cluster("2xh100")
+    free = make_plan(graph, place, "fsdp", 0.0)
+    limit = 0.65 * max(free.predicted.peak_bytes)
+    made = make_plan(graph, place, "auto", 0.0, limit, recompute="auto")
+    assert made.feasible and made.recomputed
+    assert made.tried[0].method == f"{made.method} + recompute"
+    assert made.tried[0].step_seconds == made.predicted.step_seconds
+    assert all(made.predicted.step_seconds <= row.step_seconds for row in made.tried if row.fits)

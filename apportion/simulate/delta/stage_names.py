@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled, compiled_part, distinct, mixed
+from apportion.columns import Ints, compiled, compiled_part, mixed
 from apportion.lower import FLOWS, PIECES, READ, STAGES, FlowStore
 
 
@@ -123,4 +123,4 @@ def differing_ops(
             if hashes[a + READ + k] != hashes[b + READ + k]:
                 found[count] = reader[first[value] + k]
                 count += 1
-    return distinct(found[:count])
+    return np.unique(found[:count])
