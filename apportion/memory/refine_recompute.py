@@ -25,7 +25,7 @@ from apportion.memory.recompute_costs import kept_values
 from apportion.memory.step_model import ModelledStep, StepModel
 
 FEW = 12  # units of which all sets are looked at
-ROWS = 8_000_000  # of Graphs that are walked over: some seconds, compiled
+ROWS = 20_000_000  # of Graphs that are walked over: a second or two, compiled
 WALKS = 30_000  # at most
 CHANCE = 0.2, 1.0  # what rates are multiplied by in a search
 WORSE = 0.02  # by which a step may be slower than the best and still be gone on from
