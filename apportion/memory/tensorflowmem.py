@@ -121,6 +121,7 @@ class _Passes:
         state = self._placed() if places else {}
         values = self._offloaded() if offloads else frozenset[int]()
         again = derived_ops(self.graph, state) if state else frozenset[int]()
+        values = values.difference(*(self.graph.ops[op].outputs for op in again))
         again |= views_of(self.graph, self.costs, values) if values else frozenset[int]()
         made = before_host(self.graph, MemoryPlan(self.order, tuple(sorted(again))))
         starts = self._starts(made)

@@ -391,9 +391,9 @@ class _Residence:
         names = sketch.decided
         away = frozenset(value for value, name in names.items() if name == OFFLOADED)
         state = {value: name for value, name in names.items() if name != OFFLOADED}
-        plan = sketch.plan
+        plan, derived = sketch.plan, derived_ops(self.graph, state)
+        away = away.difference(*(self.graph.ops[op].outputs for op in derived))
         views = views_of(self.graph, self.costs, away) if away else frozenset[int]()
-        derived = derived_ops(self.graph, state)
         ops = tuple(sorted({*sketch.ops, *views, *derived}))
         made = before_host(self.graph, MemoryPlan(plan.order, ops))
         states = time_host_state(made, self.costs, self.way, state, sketch.lookahead)
