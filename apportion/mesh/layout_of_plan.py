@@ -13,13 +13,8 @@ import math
 
 from apportion.describe import Box
 from apportion.graph import FORWARD, PARAMETER, Graph
-from apportion.memory import carry_strategy, planned_graph
-from apportion.mesh.layout_strategy import (
-    checkpointed_ops,
-    layout_strategy,
-    modules_of,
-    within,
-)
+from apportion.memory import carry_strategy, is_within, modules_of, planned_graph
+from apportion.mesh.layout_strategy import checkpointed_ops, layout_strategy
 from apportion.mesh.mesh_layout import MeshLayout, ParameterPlacement
 from apportion.plan import Plan, repeated_ops
 from apportion.search import Problem, UnsuitableMethod, sample_classes
@@ -147,7 +142,7 @@ def _checkpoint(graph: Graph, plan: Plan) -> tuple[str, ...]:
     chosen: list[str] = []
     paths = modules_of(graph)
     for path in paths:
-        if any(within(path, outer) for outer in chosen) or _is_list(path, paths):
+        if any(is_within(path, outer) for outer in chosen) or _is_list(path, paths):
             continue
         inside = checkpointed_ops(graph, MeshLayout(checkpoint=(path,)))
         repeats = repeated_ops(graph, inside)

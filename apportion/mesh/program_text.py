@@ -18,8 +18,8 @@ import torch
 
 from apportion.capture import Program
 from apportion.graph import FORWARD
+from apportion.memory import numbered_modules
 from apportion.mesh.layout_of_plan import NotExpressible
-from apportion.mesh.layout_strategy import layers_of
 from apportion.mesh.mesh_layout import MeshLayout
 from apportion.mesh.sample_means import NLL, check_sample_means
 from apportion.plan import Plan
@@ -131,7 +131,7 @@ def program_text(
         "REPLICATE": str(layout.replicate),
         "SHARD": str(layout.shard),
         "RESHARD": str(layout.reshard),
-        "UNITS": _written(layers_of(program.graph)),
+        "UNITS": _written(numbered_modules(program.graph)),
         "DIMS": _written(dims),
         "CHECKPOINT": _written(list(layout.checkpoint)),
         "SAMPLE_DIMS": _written(_sample_dims(program)),

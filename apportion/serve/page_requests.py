@@ -23,7 +23,7 @@ from apportion.search import METHODS
 
 LONGEST_BUDGET = 3600.0
 MOST_DEVICES = 4096
-RECOMPUTE = ("none", "auto", "full")
+RECOMPUTE = ("none", "auto", "modules", "full")
 _NAMED = re.compile(r"[A-Za-z0-9_.:,=+-]{1,300}")
 
 
