@@ -7,7 +7,8 @@ makes of a Graph), then reorder.py, recompute.py, host_state.py and offload.py (
 carry_strategy.py (a Strategy for the new Graph), recompute_costs.py (what is kept),
 checkpoint_segments.py, knapsack.py and choose_recompute.py (which Ops, by estimates), step_model.py
 (what any set holds and takes), refine_recompute.py and choose_by_model.py (the planner of
-recomputation), whole_modules.py and choose_modules.py (the same by whole modules); time_offloads.py (when copies begin) and choose_memory.py (which Ops and Values).
+recomputation), whole_modules.py and choose_modules.py (the same by whole modules);
+time_offloads.py (when copies begin) and choose_memory.py (which Ops and Values).
 Methods of others, to compare with, are a file each: chen.py, rotor.py, budget_knapsack.py and
 checkmate.py recompute, capuchin.py swaps, tensorflowmem.py orders, offloads and places.
 order_model.py says what orders hold, such as level_order.py, least_peak_order.py, beam_order.py and

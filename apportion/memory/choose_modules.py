@@ -13,7 +13,7 @@ ends by halving.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from apportion.graph import Graph
 from apportion.memory.choose_recompute import RecomputeChoice, RecomputeOutcome, Simulate
@@ -70,9 +70,7 @@ def repeating_modules(graph: Graph) -> list[str]:
     return [path for path in dict.fromkeys(homes) if path is not None and path in again]
 
 
-def _by_model(
-    model: StepModel, limit: int, ops: Callable[[int], frozenset[int]], most: int
-) -> int:
+def _by_model(model: StepModel, limit: int, ops: Callable[[int], frozenset[int]], most: int) -> int:
     """The least number of modules that is enough by the model, or all."""
     counts = range(1, most + 1)
     found = bisect_left(counts, True, key=lambda count: model.of(ops(count)).peak <= limit)

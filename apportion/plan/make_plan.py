@@ -194,16 +194,14 @@ def compare_methods(
     return plans
 
 
-def _modes(
-    recompute: str, offload: str, host_state: str, pins: Pins | None = None
-) -> MemoryModes:
+def _modes(recompute: str, offload: str, host_state: str, pins: Pins | None = None) -> MemoryModes:
     check_recompute(recompute)
     check_offload(offload)
     check_host_state(host_state)
     if recompute == MODULES and (pins or {offload, host_state} != {KEEP}):
         raise ValueError(
-            f"--recompute {MODULES} decides about whole modules alone; leave --offload, --host-state "
-            f"and pins out, or take --recompute auto"
+            f"--recompute {MODULES} decides about whole modules alone: leave --offload, "
+            "--host-state and pins out, or take --recompute auto"
         )
     return MemoryModes(recompute, offload, host_state)
 

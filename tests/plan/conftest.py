@@ -10,4 +10,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("apportion.plan.make_plan"), "BASELINE_SECONDS", 1.0)
+    monkeypatch.setattr(import_module("apportion.plan.decide_memory"), "BASELINE_SECONDS", 1.0)
