@@ -70,7 +70,8 @@ def make_plan(
     told where planning stands. `policy` is the file of a policy, for the methods that learn. With
     `wire`, "bfloat16", partial sums of float32 gradients travel so; searches do not know of it.
     `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
-    "auto" what it must for the plan to fit, "full" whatever is not a boundary between segments.
+    "auto" what it must for the plan to fit, "modules" as few whole layers as must be for that,
+    "full" whatever is not a boundary between segments.
     `offload` says likewise what lies in the host's memory until the backward: "none" nothing,
     "auto" what must for the plan to fit, "full" whatever the forward keeps.
     `host_state` says likewise which parameters lie on the host with their optimizer's state: "none"
