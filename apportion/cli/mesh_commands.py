@@ -71,7 +71,8 @@ def export_command(
     plan computes again, and trains with the plan's losses. --layout writes the device
     mesh and the placement of every parameter, tensor parallelism included.
 
-    What cannot be said so is refused, with the operator that cannot; the status is 1.
+    What cannot be said so is refused, with the operator that cannot; the status is 1. Plans
+    that compute whole modules again come from --recompute modules.
 
     Example: apportion export p.json -o train.py && torchrun --nproc-per-node 4 train.py
 
@@ -101,7 +102,7 @@ def export_command(
             write_atomic(layout, layout_text(found))
         notes: tuple[str, ...] = ()
         if out is not None:
-            notes = notes_of(program, found)
+            notes = notes_of(program, made, found)
             write_atomic(out, program_text(program, made, found, name, str(out)))
     sizes = {"replicate": found.replicate, "shard": found.shard, "tensor": found.tensor}
     facts = {

@@ -55,7 +55,8 @@ Recompute = Annotated[
         "--recompute",
         metavar="WHAT",
         help="What the backward computes again instead of keeping it: none, auto (what must be "
-        "for the plan to fit) or full.",
+        "for the plan to fit), modules (as few whole layers as must be; export writes them as "
+        "checkpoints) or full.",
     ),
 ]
 Staleness = Annotated[

@@ -7,7 +7,8 @@ makes of a Graph), then reorder.py, recompute.py, host_state.py and offload.py (
 carry_strategy.py (a Strategy for the new Graph), recompute_costs.py (what is kept),
 checkpoint_segments.py, knapsack.py and choose_recompute.py (which Ops, by estimates), step_model.py
 (what any set holds and takes), refine_recompute.py and choose_by_model.py (the planner of
-recomputation); time_offloads.py (when copies begin) and choose_memory.py (which Ops and Values).
+recomputation), whole_modules.py and choose_modules.py (the same by whole modules);
+time_offloads.py (when copies begin) and choose_memory.py (which Ops and Values).
 Methods of others, to compare with, are a file each: chen.py, rotor.py, budget_knapsack.py and
 checkmate.py recompute, capuchin.py swaps, tensorflowmem.py orders, offloads and places.
 order_model.py says what orders hold, such as level_order.py, least_peak_order.py, beam_order.py and
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     )
     from apportion.memory.choose_memory import (
         views_of as views_of,
+    )
+    from apportion.memory.choose_modules import (
+        choose_modules as choose_modules,
     )
     from apportion.memory.choose_on_host import (
         choose_on_host as choose_on_host,
@@ -140,6 +144,18 @@ if TYPE_CHECKING:
     )
     from apportion.memory.time_offloads import (
         time_offloads as time_offloads,
+    )
+    from apportion.memory.whole_modules import (
+        inside_modules as inside_modules,
+    )
+    from apportion.memory.whole_modules import (
+        is_within as is_within,
+    )
+    from apportion.memory.whole_modules import (
+        modules_of as modules_of,
+    )
+    from apportion.memory.whole_modules import (
+        numbered_modules as numbered_modules,
     )
 
 lazy_face(__name__)

@@ -10,18 +10,14 @@ So the Plan of an exported layout predicts what the exported Plan does.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from apportion.describe import Box
 from apportion.graph import FORWARD, PARAMETER, Graph
-from apportion.memory import carry_strategy, planned_graph
-from apportion.mesh.layout_strategy import (
-    checkpointed_ops,
-    layout_strategy,
-    modules_of,
-    within,
-)
+from apportion.memory import carry_strategy, is_within, modules_of, planned_graph
+from apportion.mesh.layout_strategy import checkpointed_ops, layout_strategy
 from apportion.mesh.mesh_layout import MeshLayout, ParameterPlacement
-from apportion.plan import Plan, repeated_ops
+from apportion.plan import MODULES, Plan, repeated_ops
 from apportion.search import Problem, UnsuitableMethod, sample_classes
 from apportion.split import Choice, Space, Strategy
 
@@ -147,20 +143,29 @@ def _checkpoint(graph: Graph, plan: Plan) -> tuple[str, ...]:
     chosen: list[str] = []
     paths = modules_of(graph)
     for path in paths:
-        if any(within(path, outer) for outer in chosen) or _is_list(path, paths):
+        if any(is_within(path, outer) for outer in chosen) or _is_list(path, paths):
             continue
         inside = checkpointed_ops(graph, MeshLayout(checkpoint=(path,)))
         repeats = repeated_ops(graph, inside)
         if repeats and again.issuperset(repeats):
             chosen.append(path)
     made = repeated_ops(graph, checkpointed_ops(graph, MeshLayout(checkpoint=tuple(chosen))))
-    for op in sorted(again.symmetric_difference(made)):
-        which = "is computed again" if op in again else "is not computed again"
-        raise NotExpressible(
-            f"operator {graph.ops[op].name!r} of module {graph.ops[op].module!r} {which} in the "
-            "backward, unlike the rest of its module: checkpointing takes whole modules"
-        )
+    if again != set(made):
+        raise _no_modules(graph, again, made)
     return tuple(chosen)
+
+
+def _no_modules(graph: Graph, again: set[int], made: Collection[int]) -> NotExpressible:
+    """Why recomputation does not follow modules: the first Op of a module that is done in part."""
+    apart = again.symmetric_difference(made)
+    op = min(apart)
+    which = "is computed again" if op in again else "is not computed again"
+    return NotExpressible(
+        f"operator {graph.ops[op].name!r} of module {graph.ops[op].module!r} {which} in the "
+        "backward, unlike the rest of its module: checkpointing takes whole modules, which "
+        f"{len(apart)} operators here do not follow (--recompute auto chooses single operators, "
+        f"full segments that end inside modules); plan it again with --recompute {MODULES}"
+    )
 
 
 def _is_list(path: str, paths: list[str]) -> bool:

@@ -7,10 +7,10 @@ shards. It is made of the baselines of search/, so that a layout costs what thes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
-from apportion.graph import FORWARD, PARAMETER, Graph
+from apportion.graph import PARAMETER, Graph
+from apportion.memory import inside_modules, modules_of, numbered_modules
 from apportion.mesh.mesh_layout import EVERY_LAYER, MeshLayout, ParameterPlacement, matching
 from apportion.search import (
     Problem,
@@ -86,36 +86,12 @@ def _placed(graph: Graph, layout: MeshLayout) -> dict[str, ParameterPlacement] |
 
 
 def checkpointed_ops(graph: Graph, layout: MeshLayout) -> list[int]:
-    """The forward Ops within the modules that a layout checkpoints."""
+    """The forward Ops that the modules which a layout checkpoints do again."""
     paths = modules_of(graph)
     chosen: set[str] = set()
     for pattern in layout.checkpoint:
-        names = layers_of(graph) if pattern == EVERY_LAYER else matching(pattern, paths)
+        names = numbered_modules(graph) if pattern == EVERY_LAYER else matching(pattern, paths)
         if not names:
             raise ValueError(f"the step has no module {pattern!r} to checkpoint")
         chosen.update(names)
-    return [
-        index
-        for index, op in enumerate(graph.ops)
-        if op.phase == FORWARD and any(within(op.module, path) for path in chosen)
-    ]
-
-
-def modules_of(graph: Graph) -> list[str]:
-    """The paths of all modules that forward Ops are in, outer ones first."""
-    found: dict[str, None] = {}
-    for op in graph.ops:
-        parts = op.module.split(".") if op.phase == FORWARD and op.module else []
-        for count in range(1, len(parts) + 1):
-            found[".".join(parts[:count])] = None
-    return sorted(found, key=lambda path: path.count("."))
-
-
-def layers_of(graph: Graph) -> list[str]:
-    """The layers: modules whose paths end with the first number in them."""
-    return [path for path in modules_of(graph) if re.fullmatch(r"(?:[^.\d][^.]*\.)+\d+", path)]
-
-
-def within(module: str, path: str) -> bool:
-    """Whether a module is the one of that path, or inside it."""
-    return module == path or module.startswith(f"{path}.")
+    return inside_modules(graph, chosen)

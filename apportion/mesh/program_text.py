@@ -18,8 +18,9 @@ import torch
 
 from apportion.capture import Program
 from apportion.graph import FORWARD
+from apportion.machine import INDUCTOR
+from apportion.memory import numbered_modules
 from apportion.mesh.layout_of_plan import NotExpressible
-from apportion.mesh.layout_strategy import layers_of
 from apportion.mesh.mesh_layout import MeshLayout
 from apportion.mesh.sample_means import NLL, check_sample_means
 from apportion.plan import Plan
@@ -90,7 +91,7 @@ def check_program(program: Program, plan: Plan, layout: MeshLayout) -> None:
         )
 
 
-def program_notes(program: Program, layout: MeshLayout) -> tuple[str, ...]:
+def program_notes(program: Program, plan: Plan, layout: MeshLayout) -> tuple[str, ...]:
     """What the user of the program should know, a sentence each."""
     found, kinds = [], {op.kind for op in program.graph.ops if op.phase == FORWARD}
     if NLL in kinds:
@@ -103,6 +104,11 @@ def program_notes(program: Program, layout: MeshLayout) -> tuple[str, ...]:
         found.append(
             "parameters travel in float32 and are cast where they are used; the plan casts first "
             "(see MixedPrecisionPolicy of fully_shard)"
+        )
+    if plan.cost.mode == INDUCTOR:
+        found.append(
+            "the plan's peak and seconds are those of kernels that are compiled together, which "
+            "hold less; those of this program are predicted by a plan with --compile none"
         )
     return tuple(found)
 
@@ -117,7 +123,7 @@ def program_text(
         f"The plan ({plan.method}) predicts {predicted.step_seconds:.6f} s a step on "
         f"{plan.cluster.name},",
         f"{predicted.bytes_moved} bytes moved and {max(predicted.peak_bytes)} bytes at the peak.",
-        *(f"Note: {note}." for note in program_notes(program, layout)),
+        *(f"Note: {note}." for note in program_notes(program, plan, layout)),
     ]
     dims = {
         name: placed.shard for name, placed in (layout.placements or {}).items() if placed.shard
@@ -131,7 +137,7 @@ def program_text(
         "REPLICATE": str(layout.replicate),
         "SHARD": str(layout.shard),
         "RESHARD": str(layout.reshard),
-        "UNITS": _written(layers_of(program.graph)),
+        "UNITS": _written(numbered_modules(program.graph)),
         "DIMS": _written(dims),
         "CHECKPOINT": _written(list(layout.checkpoint)),
         "SAMPLE_DIMS": _written(_sample_dims(program)),

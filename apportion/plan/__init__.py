@@ -115,6 +115,9 @@ if TYPE_CHECKING:
     from apportion.plan.recomputation import (
         KEEP as KEEP,
     )
+    from apportion.plan.recomputation import (
+        MODULES as MODULES,
+    )
     from apportion.plan.stale import (
         SSP as SSP,
     )

@@ -30,7 +30,7 @@ from apportion.plan.host_residence import MemoryModes, check_host_state
 from apportion.plan.memory_pins import Pins, read_pins
 from apportion.plan.offloading import check_offload
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
-from apportion.plan.recomputation import KEEP, check_recompute
+from apportion.plan.recomputation import KEEP, MODULES, check_recompute
 from apportion.plan.schedule_exchanges import check_communication
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
 from apportion.split import AUTO, Space, check_wire
@@ -70,7 +70,8 @@ def make_plan(
     told where planning stands. `policy` is the file of a policy, for the methods that learn. With
     `wire`, "bfloat16", partial sums of float32 gradients travel so; searches do not know of it.
     `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
-    "auto" what it must for the plan to fit, "full" whatever is not a boundary between segments.
+    "auto" what it must for the plan to fit, "modules" as few whole layers as must be for that,
+    "full" whatever is not a boundary between segments.
     `offload` says likewise what lies in the host's memory until the backward: "none" nothing,
     "auto" what must for the plan to fit, "full" whatever the forward keeps.
     `host_state` says likewise which parameters lie on the host with their optimizer's state: "none"
@@ -104,7 +105,7 @@ def best_plans(
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
     _check_methods([method], policy)
-    modes = _modes(recompute, offload, host_state)
+    modes = _modes(recompute, offload, host_state, pins)
     began = work_seconds()
     request = plan_request(program, cluster, memory_limit, seed, costs, progress, policy)
     modes = replace(modes, pins=read_pins(pins, request.space.source))
@@ -194,10 +195,15 @@ def compare_methods(
     return plans
 
 
-def _modes(recompute: str, offload: str, host_state: str) -> MemoryModes:
+def _modes(recompute: str, offload: str, host_state: str, pins: Pins | None = None) -> MemoryModes:
     check_recompute(recompute)
     check_offload(offload)
     check_host_state(host_state)
+    if recompute == MODULES and (pins or {offload, host_state} != {KEEP}):
+        raise ValueError(
+            f"--recompute {MODULES} decides about whole modules alone: leave --offload, "
+            "--host-state and pins out, or take --recompute auto"
+        )
     return MemoryModes(recompute, offload, host_state)
 
 

@@ -4,9 +4,10 @@ Part of the room plan. A PlanRequest and what a method has chosen come in; out g
 with recomputed Ops (memory/), if that is wanted. Every set of Ops that is considered is carried
 over, lowered and simulated as any other Candidate.
 
-    none  nothing is recomputed
-    auto  what must be for the plan to fit, in the least time
-    full  all but what is handed from one segment of the forward to the next
+    none     nothing is recomputed
+    auto     what must be for the plan to fit, in the least time
+    modules  as few whole layers as must be for the plan to fit
+    full     all but what is handed from one segment of the forward to the next
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from apportion.memory import (
     MemoryPlan,
     RecomputeOutcome,
     choose_by_model,
+    choose_modules,
     full_recompute,
     recompute,
     step_model,
@@ -29,8 +31,8 @@ from apportion.plan.candidates import PlanRequest, excess, fits, now, ranking_ke
 from apportion.plan.planned_memory import with_memory
 from apportion.quantity import format_quantity
 
-KEEP, AUTO, FULL = "none", "auto", "full"
-RECOMPUTE_MODES = (KEEP, AUTO, FULL)
+KEEP, AUTO, MODULES, FULL = "none", "auto", "modules", "full"
+RECOMPUTE_MODES = (KEEP, AUTO, MODULES, FULL)
 HOPE = 0.02  # of a step, by which what is promised may be too long
 
 
@@ -45,7 +47,8 @@ def replace_recomputed(
 ) -> Selection:
     """The choice with recomputed Ops, where these are wanted; where it is decided what must be, for
     what other methods found too, until the moment `ends`."""
-    if mode == KEEP or (mode == AUTO and fits(request, chosen.best)) or chosen.interrupted:
+    needed = mode in (AUTO, MODULES)  # what must be, and else nothing
+    if mode == KEEP or (needed and fits(request, chosen.best)) or chosen.interrupted:
         return chosen
 
     beside: list[int] = []  # what was held at least beside the state
@@ -53,13 +56,13 @@ def replace_recomputed(
     def decide(start: Candidate) -> Candidate:
         device, limit = _fullest(request, start)
         least = _kept_after(start, device) + min(beside, default=0)
-        if mode == AUTO and least > limit:
+        if needed and least > limit:
             return start
         found = _recomputed(request, start, mode, ends)
         beside.append(found.timeline.peak_bytes[device] - _kept_after(found, device))
         return found
 
-    return best_decided(request, chosen, mode == AUTO, decide, ends)
+    return best_decided(request, chosen, needed, decide, ends)
 
 
 def _fullest(request: PlanRequest, start: Candidate) -> tuple[int, int]:
@@ -117,7 +120,8 @@ def _recomputed(request: PlanRequest, start: Candidate, mode: str, ends: float) 
         ops = full_recompute(graph, model.costs)
         outcome(ops)
     else:
-        ops = choose_by_model(model, outcome(frozenset()), outcome, lambda: now(request) > ends).ops
+        choose = choose_modules if mode == MODULES else choose_by_model
+        ops = choose(model, outcome(frozenset()), outcome, lambda: now(request) > ends).ops
     if not ops:
         return start
     found = known[ops]

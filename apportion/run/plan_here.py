@@ -96,13 +96,14 @@ def plan(
 
     `recompute`, `offload` and `host_state` say what may be done for a plan to fit, each "none" or
     "auto", as much as it must be, together with the others: what the backward computes again
-    ("full": all but what segments of the forward hand on), what lies on the host until the backward
-    reads it ("full": whatever the forward keeps), and which parameters lie there with their
-    optimizer's state ("host", "device": all large ones, updated there or on the device). With a
-    `memory_limit` and none of the three, all are "auto"; on processes of this machine only
-    `recompute` is. `pins` decide by hand for some modules: the path of a module, as in
-    `named_modules`, to one or several of "keep" and "recompute" (what its operators make),
-    "resident", "host" and "device" (its parameters).
+    ("full": all but what segments of the forward hand on; "modules": as few whole layers as must
+    be, which `export` can write), what lies on the host until the backward reads it ("full":
+    whatever the forward keeps), and which parameters lie there with their optimizer's state
+    ("host", "device": all large ones, updated there or on the device). With a `memory_limit` and
+    none of the three, all are "auto"; on processes of this machine only `recompute` is. `pins`
+    decide by hand for some modules: the path of a module, as in `named_modules`, to one or several
+    of "keep" and "recompute" (what its operators make), "resident", "host" and "device" (its
+    parameters).
 
     `compile` is how ranks are compiled in the steps that are predicted: "none", "generated",
     "graph", "inductor", or "auto". `costs` is a file of `apportion calibrate --out` for devices

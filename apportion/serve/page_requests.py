@@ -24,7 +24,7 @@ from apportion.search import METHODS
 LONGEST_BUDGET = 3600.0
 MOST_DEVICES = 4096
 AS_NEEDED = "as needed"  # as the command line does without an option: the host is made use of too
-RECOMPUTE = (AS_NEEDED, "none", "auto", "full")
+RECOMPUTE = (AS_NEEDED, "none", "auto", "modules", "full")
 _NAMED = re.compile(r"[A-Za-z0-9_.:,=+-]{1,300}")
 
 

@@ -15,6 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -129,7 +130,7 @@ def _built_in(known: OpenModel, name: str) -> FoundConfig:
         f"{name}: its built-in shape is taken{known.part and f', {known.part}'}, as transformers' "
         f"cache has no configuration of it (`hf download {name} config.json` puts it there)"
     )
-    return FoundConfig(model.config_class, dict(known.config), (known.model,), (note,))
+    return FoundConfig(model.config_class, deepcopy(known.config), (known.model,), (note,))
 
 
 def _asked_for(name: str, spec: str) -> FoundConfig:

@@ -24,7 +24,7 @@ from apportion.version import VERSION
 STABLE = {
     *("model", "cluster", "method", "step_seconds", "search_seconds", "peak_bytes"),
     *("bytes_moved", "ops", "feasible", "lower_bound", "lower_bound_of", "notes"),
-    *("curve", "figures", "measured", "communication"),
+    *("curve", "figures", "measured", "tried", "communication"),
 }
 MORE = {"cost", "peak_causes", "decision", "model_flops_utilisation", "throughput"}
 PLAN = ["plan", "mlp:tiny", "--cluster", "local:2", "--method", "data"]

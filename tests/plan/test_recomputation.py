@@ -116,7 +116,7 @@ def test_all_methods_in_one_table(step: Program) -> None:
 
 
 def test_a_wrong_word_is_refused(step: Program) -> None:
-    with pytest.raises(ValueError, match="choose none, auto, full"):
+    with pytest.raises(ValueError, match="choose none, auto, modules, full"):
         planned(step, "some")
 
 

@@ -7,7 +7,7 @@ do, this takes less time than to compile that.
 
 from __future__ import annotations
 
-import weakref
+from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -41,16 +41,21 @@ class _StepPatterns(NamedTuple):
     places: list[tuple[tuple[int, ...], ...]]
 
 
-_PATTERNS: dict[int, _StepPatterns] = {}
-"""Of each EliminationOrder that is still there, by the id of its order."""
+_PATTERNS: dict[bytes, _StepPatterns] = {}
+"""Of the latest EliminationOrders, by what they say."""
+KEPT = 64
 
 
 def _patterns_of(steps: EliminationOrder) -> _StepPatterns:
     """An elimination runs again and again with other tables: its patterns are found once."""
-    key = id(steps.order)
+    said = blake2b(digest_size=16)
+    for column in steps[:-1]:
+        said.update(str(len(column)).encode() + np.ascontiguousarray(column).tobytes())
+    key = said.digest()
     if key not in _PATTERNS:
+        if len(_PATTERNS) >= KEPT:
+            _PATTERNS.clear()
         _PATTERNS[key] = _step_patterns(steps)
-        weakref.finalize(steps.order, _PATTERNS.pop, key)
     return _PATTERNS[key]
 
 
@@ -89,7 +94,9 @@ def run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
         if found < 0:
             found = numbers[key] = len(made)
             given = [unary[variable], *given]
-            made.append(_eliminated(steps, tables, s, given, [made[t][0] for t in earlier]))
+            made.append(
+                _eliminated(steps, patterns, tables, s, given, [made[t][0] for t in earlier])
+            )
         table_of.append(found)
         constant = 0.0
         for t in left:
@@ -106,11 +113,15 @@ def run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
 
 
 def _eliminated(
-    steps: EliminationOrder, tables: Tables, s: int, given: list[int], earlier: list[Floats]
+    steps: EliminationOrder,
+    patterns: _StepPatterns,
+    tables: Tables,
+    s: int,
+    given: list[int],
+    earlier: list[Floats],
 ) -> tuple[Floats, Ints, float]:
     """The table that a step leaves, less its minimum; the best values; and the minimum. The values
     of the variable are the first dimension: NumPy is slow to compare along the last."""
-    patterns = _patterns_of(steps)
     variable, scope, places = patterns.variable[s], patterns.scope[s], patterns.places[s]
     over = [[variable], *(steps.edges[e].tolist() for e in patterns.pairs[s])]
     terms = [_given_table(tables, *term) for term in zip(given, over, strict=True)] + earlier
