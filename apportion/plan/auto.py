@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from apportion.search import METHODS, UnsuitableMethod, tried_by_auto
 from apportion.simulate import simulate
 
 STARTS = 4  # how many of the best so far a method that takes starts is given
+ROWS = 1_000_000  # tasks of plans that are kept for decisions about memory
 BASELINE_SECONDS = 10.0  # that baselines have in any case; beyond that they keep to the budget
 KEPT_SHARE = 1 / 3  # of the budget that is kept for methods which improve what others have found
 PATIENCE_SHARE = 1 / 20  # of the budget that these go on without an improvement
@@ -208,12 +210,14 @@ def _best_of(
 
 
 def _starts(request: PlanRequest, several: Iterable[Candidate]) -> list[Candidate]:
-    """The quickest of some that do not fit and differ, one more than there are to be."""
+    """The quickest of some that do not fit and differ, one more than there are to be, and no more
+    than may be kept."""
     found: list[Candidate] = []
     for one in sorted(several, key=lambda one: one.timeline.step_seconds):
         if not fits(request, one) and not any(_same(one.tasks, each.tasks) for each in found):
             found.append(one)
-    return found[: STARTS + 1]
+    rows = accumulate(len(one.tasks) for one in found)
+    return [one for one, count in zip(found, rows, strict=True) if count <= ROWS][: STARTS + 1]
 
 
 def _try(

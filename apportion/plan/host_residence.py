@@ -158,12 +158,16 @@ class _Residence:
     def _in_turn(self, plans: list[_Sketch]) -> Iterator[_Sketch]:
         """The first two, which are the best by the model. If what they lead to does not fit, the
         model was wrong: then the one that keeps least comes next, and last the others."""
-        least = min(plans, key=lambda one: max(one.base.timeline.peak_bytes), default=None)
-        done: list[_Sketch] = []
-        for k, sketch in enumerate([*plans[:1], *([least] if least else []), *plans[1:]]):
-            needed = k == 0 or not self._something_fits() or sketch in plans[1:2]
-            if needed and not any(sketch is one for one in done):
-                done.append(sketch)
+        if not plans:
+            return
+        first, *others = plans
+        yield first
+        if others and not self._something_fits():
+            least = min(others, key=lambda one: max(one.base.timeline.peak_bytes))
+            others = [one for one in others if one is not least]
+            yield least
+        for k, sketch in enumerate(others):
+            if k == 0 or not self._something_fits():
                 yield sketch
 
     def _allowed(self) -> Iterator[Candidate]:
