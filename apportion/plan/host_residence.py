@@ -160,14 +160,15 @@ class _Residence:
         model was wrong: then the one that keeps least comes next, and last the others."""
         if not plans:
             return
-        first, *others = plans
-        yield first
-        if others and not self._something_fits():
-            least = min(others, key=lambda one: max(one.base.timeline.peak_bytes))
-            others = [one for one in others if one is not least]
-            yield least
-        for k, sketch in enumerate(others):
-            if k == 0 or not self._something_fits():
+        yield plans[0]
+        done = plans[:1]
+        if plans[1:] and not self._something_fits():
+            done.append(min(plans[1:], key=lambda one: max(one.base.timeline.peak_bytes)))
+            yield done[-1]
+        for sketch in plans[1:]:
+            needed = len(done) < 2 or not self._something_fits()
+            if needed and not any(sketch is one for one in done):
+                done.append(sketch)
                 yield sketch
 
     def _allowed(self) -> Iterator[Candidate]:
