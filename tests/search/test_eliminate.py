@@ -54,6 +54,23 @@ def test_elimination_equals_trying_everything(seed: int) -> None:
     assert all(0 <= x < n for x, n in zip(choice, energy.sizes, strict=True))
 
 
+@settings(max_examples=cases(400))
+@given(seed=seeds)
+def test_steps_over_few_tables_are_told_apart(seed: int) -> None:
+    """Most variables and pairs have the same few tables, so that many steps look alike: which of
+    their inputs are given tables and which are those of earlier steps makes the difference."""
+    rng, energy = Random(seed), Energy()
+    tables = [np.array([[draw(rng) for _ in range(2)] for _ in range(2)]) for _ in range(2)]
+    for _ in range(8):
+        energy.variable([0.0, 0.0])
+    for b in range(1, 8):
+        for a in rng.sample(range(b), min(b, rng.randint(1, 2))):
+            energy.pair(a, b, rng.choice(tables))
+    choice, value = eliminate(energy)
+    assert math.isclose(value, try_all_choices(energy)[1], rel_tol=1e-12, abs_tol=1e-6)
+    assert value == energy.value(choice)
+
+
 @settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_elimination_leaves_the_energy_as_it_was(seed: int) -> None:

@@ -81,7 +81,7 @@ def run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
     """The best choice and the minimum, a step at a time. Terms are added in the compiled loop's
     order, and of equal entries the first is the best, so that both give the same, bit for bit."""
     patterns = _patterns_of(steps)
-    unary, pairs = tables.unary.tolist(), tables.pairs.tolist()
+    unary, pairs, sizes = tables.unary.tolist(), tables.pairs.tolist(), tables.sizes.tolist()
     numbers: dict[tuple[int, ...], int] = {}
     made: list[tuple[Floats, Ints, float]] = []  # entries less their minimum, the best, the minimum
     table_of: list[int] = []
@@ -89,7 +89,8 @@ def run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
     least = 0.0
     for s, (variable, scope, some, left, number, _) in enumerate(zip(*patterns, strict=True)):
         given, earlier = [pairs[e] for e in some], [table_of[t] for t in left]
-        key = (number, unary[variable], *given, *earlier)
+        shape = [sizes[v] for v in (variable, *scope)]  # tables of other sizes may begin alike
+        key = (number, *shape, unary[variable], *given, -1, *earlier)
         found = numbers.get(key, -1)
         if found < 0:
             found = numbers[key] = len(made)
