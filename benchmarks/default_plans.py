@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "docs" / "results" / "default_plans.jsonl"
 
 LARGE = {  # models that are tight on these clusters: --batch, --seq and the clusters
-    "meta-llama/Llama-3.2-1B": (4, 4096, "1xrtx4090 2xrtx4090 1xa10g"),
-    "meta-llama/Llama-3.2-3B": (4, 4096, "2xrtx4090 4xl40s 1xh100"),
+    "meta-llama/Llama-3.2-1B": (1, 4096, "1xrtx4090 2xrtx4090 1xa10g"),
+    "meta-llama/Llama-3.2-3B": (2, 4096, "2xrtx4090 4xl40s 1xh100"),
     "meta-llama/Llama-3.1-8B": (16, 8192, "8xh100 8xh200"),
     "mistralai/Mistral-7B-v0.1": (8, 4096, "8xa100-40 4xh100"),
     "meta-llama/Llama-2-7b-hf": (4, 4096, "4xa100 2xh100"),
@@ -40,8 +40,8 @@ LARGE = {  # models that are tight on these clusters: --batch, --seq and the clu
     "google/gemma-2-2b": (4, 4096, "1xh100"),
     "facebook/opt-1.3b": (8, 2048, "2xrtx3090"),
     "openai-community/gpt2-xl": (8, 1024, "1xrtx3090 4xv100"),
-    "openai-community/gpt2": (32, 1024, "1xt4"),
-    "google-bert/bert-large-uncased": (64, 512, "1xt4 2xt4"),
+    "openai-community/gpt2": (8, 1024, "1xt4"),
+    "google-bert/bert-large-uncased": (32, 512, "1xt4 2xt4"),
     "google-t5/t5-large": (16, 512, "1xrtx3090"),
     "google/vit-large-patch16-224": (256, None, "1xa100"),
     "resnet50": (4096, None, "4xv100"),
