@@ -27,7 +27,11 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("processes", "methods"), [(2, ("data", "tofu", "random")), (3, ("data", "random"))]
+    ("processes", "methods"),
+    [
+        pytest.param(2, ("data", "tofu", "random"), marks=pytest.mark.soak),
+        (3, ("data", "random")),
+    ],
 )
 def test_the_kernel_counts_the_bytes_moved(
     counters: Any, processes: int, methods: tuple[str, ...]

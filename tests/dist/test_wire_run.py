@@ -83,7 +83,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="a wire needs
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks"), [(EXCHANGE, 2), (EXCHANGE, 3), (END, 2), (STRANGE, 2)],
+    ("text", "ranks"),
+    [pytest.param(EXCHANGE, 2, marks=pytest.mark.soak), (EXCHANGE, 3), (END, 2), (STRANGE, 2)],
     ids=["exchange of 2", "exchange of 3", "a rank ends", "no message"],
 )  # fmt: skip
 def test_messages(text: str, ranks: int, launch: Launch, tmp_path: Path) -> None:
