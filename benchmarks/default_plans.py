@@ -39,6 +39,7 @@ LARGE = {  # models that are tight on these clusters: --batch, --seq and the clu
     "Qwen/Qwen2.5-1.5B": (1, 4096, "1xrtx4090"),
     "google/gemma-2-2b": (4, 4096, "1xh100"),
     "facebook/opt-1.3b": (8, 2048, "2xrtx3090"),
+    "microsoft/phi-2": (2, 2048, "2xrtx4090 1xl40s"),
     "openai-community/gpt2-xl": (8, 1024, "1xrtx3090 4xv100"),
     "openai-community/gpt2": (8, 1024, "1xt4"),
     "google-bert/bert-large-uncased": (32, 512, "1xt4 2xt4"),
