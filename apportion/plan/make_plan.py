@@ -287,7 +287,7 @@ def _explained(
     """A Plan that does not fit, with notes that say why and how many devices would do."""
     notes = [shortfall(request, nearest, several)]
     try:
-        spared = "" if modes == MemoryModes() else " if nothing were recomputed"
+        spared = "" if modes == MemoryModes() else " (with nothing recomputed)"
         notes.append(enough(request, budget, tried) + spared)
     except KeyboardInterrupt:
         notes.append("interrupted before the number of devices that would do was found")
