@@ -50,7 +50,7 @@ LARGE = {  # models that are tight on these clusters: --batch, --seq and the clu
     "meta-llama/Llama-3.1-70B": (8, 4096, "8xh100"),
 }
 SMALL = (  # models that fit: is the best row of the table taken?
-    "gpt2:tiny", "gpt2", "llama:layers=4", "bert:tiny", "moe:tiny", "resnet50:batch=64",
+    "gpt2:tiny", "gpt2", "llama:layers=4", "bert:tiny", "wresnet:tiny", "resnet50:batch=64",
     "vgg16:batch=64", "alexnet:batch=128", "transformer-xl:tiny", "inception-v3:batch=32",
 )  # fmt: skip
 SMALL_CLUSTERS = ("4xh100", "8xv100", "2x4xa100")
